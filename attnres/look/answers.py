@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -37,16 +36,6 @@ KEPT_TRACES, KEPT_BYTES = 6, 2**28
 MAX_CHARACTERS, MAX_TOKENS, NEW_TOKENS = 20_000, 1024, 40
 
 CHANGES: dict[object, type[Change]] = {of.__name__: of for of in (Mute, Off, Patch, Pin, Plain, Scale, Uniform)}
-
-HEX = "attnres.look.hex"
-
-
-def _in_hex(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)
-    return "".join(f"<{byte:02X}>" for byte in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(HEX, _in_hex)
 
 
 class Seen:
@@ -215,7 +204,7 @@ def shown(subject: Subject, token: int) -> str:
     """One token by itself: its text, with bytes that are none in hex."""
     if token >= subject.tokenizer.vocab_size:  # a model's vocabulary is often padded
         return f"<{token}>"
-    return subject.tokenizer.piece(token).decode("utf-8", errors=HEX)
+    return subject.tokenizer.piece(token).decode("utf-8", errors="backslashreplace")
 
 
 def likeliest(subject: Subject, logits: Tensor) -> tuple[m.Likely, ...]:

@@ -144,7 +144,7 @@ class Token:
 
     id: int
     text: str
-    """What to show. A part of a character is "<F0>", its bytes in hex; control characters are as they are."""
+    """What to show. A part of a character is "\\xf0", its bytes in hex; control characters are as they are."""
     start: int | None = None
     stop: int | None = None
     """The characters of the text (code points) that it covers; the tokens of one character share them."""

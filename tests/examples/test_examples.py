@@ -26,16 +26,6 @@ needs_node = pytest.mark.skipif(
 )
 
 
-def test_every_example_is_tested():
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
-        "chat_corpus.py",
-        "depth_matrix.ipynb",
-        "gpt.py",
-        "serve.mjs",
-        "vit.py",
-    }
-
-
 def test_a_gpt_of_ones_own(capsys):
     before, after = runpy.run_path(str(EXAMPLES / "gpt.py"))["main"]("full", steps=50)
     assert after < 0.7 * before

@@ -11,8 +11,11 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 pytest.importorskip("starlette", reason="the extra look is not installed")
 
 from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains as ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.common.keys import Keys as Keys
+from selenium.webdriver.support.ui import Select as Select
+from selenium.webdriver.support.ui import WebDriverWait
 
 from attnres import load_run
 from tests.browser import asked_for

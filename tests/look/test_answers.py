@@ -62,8 +62,8 @@ def test_a_change_does_what_its_python_does(client, model):
 
 def test_characters_that_tokens_cut_are_shown_as_bytes(client):
     tokens = client.one("look", **view())["tokens"]
-    cut = [token for token in tokens if token["text"].startswith("<")]
-    assert [token["text"] for token in cut[:4]] == ["<F0>", "<9F>", "<99>", "<82>"]
+    cut = [token for token in tokens if token["text"].startswith("\\x")]
+    assert [token["text"] for token in cut[:4]] == [r"\xf0", r"\x9f", r"\x99", r"\x82"]
     assert {(token["start"], token["stop"]) for token in cut[:4]} == {(10, 11)}
     covered = {at for token in tokens for at in range(token["start"], token["stop"])}
     assert covered == set(range(len(TEXT)))
@@ -151,7 +151,7 @@ def test_models_of_transformers(saved_models, tmp_path):
                     space: dict = {}
                     exec(picture["python"], space)
                     assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
-            assert [token["text"] for token in picture["tokens"]][10:14] == ["<F0>", "<9F>", "<99>", "<82>"]
+            assert [token["text"] for token in picture["tokens"]][10:14] == [r"\xf0", r"\x9f", r"\x99", r"\x82"]
             assert max(map(abs, client.one("explain", **view(model), position=3)["rest"])) < 1e-4
             *drawn, _ = client.ask("continue", **view(model, changes=CHANGES), temperature=0.0)
             assert len(drawn) == 40

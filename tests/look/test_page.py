@@ -7,17 +7,10 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("selenium", reason="selenium is not installed")
-pytest.importorskip("starlette", reason="the extra look is not installed")
-
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select
-
 from attnres import load_run
 from attnres.analysis import sublayer_names
 from attnres.report.html import script
-from tests.look.pages import TEXT, mean_loss
+from tests.look.pages import TEXT, ActionChains, Keys, Select, mean_loss
 
 
 def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):

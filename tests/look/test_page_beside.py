@@ -7,13 +7,8 @@ import shutil
 
 import pytest
 
-pytest.importorskip("selenium", reason="selenium is not installed")
-pytest.importorskip("starlette", reason="the extra look is not installed")
-
-from selenium.webdriver.common.keys import Keys
-
 from attnres.look.subject import open_subjects
-from tests.look.pages import TEXT, Page, address, mean_loss
+from tests.look.pages import TEXT, Keys, Page, address, mean_loss
 from tests.look.runs import serving
 
 MODEL, PROMPT, UNCHANGED = 1, 2, 3

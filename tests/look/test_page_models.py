@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("selenium", reason="selenium is not installed")
-pytest.importorskip("starlette", reason="the extra look is not installed")
-
-from selenium.webdriver.common.keys import Keys
-
-from tests.look.pages import Page
+from tests.look.pages import Keys, Page
 
 
 def downloads(page: Page, folder: Path, *buttons: str) -> list[Path]:

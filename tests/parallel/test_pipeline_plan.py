@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from attnres.connections import connection_names, make_connection
-from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.chunk import build_chunks
 from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
-from attnres.parallel.schedule import chunk_sites, even_cuts
+from attnres.parallel.schedule import even_cuts
 from tests.depth import VARIANTS, variant_id
 
 BATCH, TIME, DIM = 2, 3, 12
@@ -153,17 +152,6 @@ def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
             found |= own
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[key], whole[key]) for key in whole)
-
-
-def test_even_cuts():
-    assert even_cuts(10, 3) == [3, 6]
-    assert chunk_sites(10, [3, 6]) == [range(3), range(3, 6), range(6, 10)]
-    assert [len(sites) for sites in chunk_sites(7, even_cuts(7, 7))] == [1] * 7
-    for wrong in ([0, 3], [3, 3], [4, 2], [3, 10], [-1]):
-        with pytest.raises(UsageError, match="cuts must rise"):
-            chunk_sites(10, wrong)
-    with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
-        even_cuts(4, 5)
 
 
 CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)

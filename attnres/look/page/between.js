@@ -24,7 +24,7 @@ const bytesOf = (text) => new TextEncoder().encode(text).length;
 // How many bytes of the text a token is: of a character that several share, its own part.
 function ownBytes({ text: shown, start, stop }, text) {
   const covered = Array.from(text).slice(start, stop).join("");
-  return covered === shown || !covered ? bytesOf(covered) : bytesOf(shown.replace(/<[0-9A-F]{2}>/g, "."));
+  return covered === shown || !covered ? bytesOf(covered) : bytesOf(shown.replace(/\\x[0-9a-f]{2}/g, "."));
 }
 
 // Nats per byte, from the first place where tokens of both end: what stands before it, one of them may not predict.

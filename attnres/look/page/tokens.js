@@ -79,8 +79,8 @@ export function tokenStrip(parent, select) {
   return { update, add, strip };
 }
 
-const PIECE = /^<[0-9A-F]{2}>$/; // a byte of a character that several tokens share
-const shownText = (text) => (PIECE.test(text) ? text.slice(1, 3) : visible(text) || "∅");
+const PIECE = /^\\x[0-9a-f]{2}$/; // a byte of a character that several tokens share
+const shownText = (text) => (PIECE.test(text) ? text.slice(2) : visible(text) || "∅");
 
 // Rows of the likeliest next tokens, of which `actual` is the one that follows, as `note` says; choose(id) makes one
 // the token whose logit is taken apart.
