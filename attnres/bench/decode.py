@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 
 from attnres.bench.measure import CPU, RatioRow, Run, Setting, medians, milliseconds, over, take_turns, threads
 from attnres.bench.step import build_model
 from attnres.errors import install_command
+from attnres.model import Transformer
 
 PROMPT = 32
 ATTACHED = {"block": "1.03", "full": "-"}
@@ -33,15 +35,26 @@ OURS, OF_ATTACHED = DecoderSizes(512, 12), DecoderSizes(512, 16)
 
 
 def measure(setting: Setting) -> list[RatioRow]:
-    steps = {name: decode_step(name, OURS) for name in ("residual", "block")}
+    models = {name: build_model(name, OURS.dim, OURS.layers) for name in ("residual", "block")}
+    steps = {name: step_of(model) for name, model in models.items()}
     seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
-    row = over(seconds, "block", "residual", f"decode, {OURS}: Block", setting.where, "1.02")
+    bandwidth = _bytes(models["block"]) / _bytes(models["residual"])
+    row = over(seconds, "block", "residual", f"decode, {OURS}: Block", setting.where, "1.02", bandwidth)
     row.details = milliseconds(medians(seconds))
     return [row, *_attached(OF_ATTACHED, setting)]
 
 
+def _bytes(model: nn.Module) -> int:
+    """The bytes of weights that a token reads."""
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
 def decode_step(name: str, sizes: DecoderSizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
-    model = build_model(name, sizes.dim, sizes.layers).to(device, dtype)
+    return step_of(build_model(name, sizes.dim, sizes.layers), device, dtype)
+
+
+def step_of(model: Transformer, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
+    model.to(device, dtype)
     caches = model.new_caches(batch=1)
     prompt = torch.randint(0, 256, (1, PROMPT), device=device)
     token = torch.randint(0, 256, (1, 1), device=device)
@@ -71,7 +84,11 @@ def _attached(sizes: DecoderSizes, setting: Setting) -> list[RatioRow]:
     with threads(1):
         steps = {name: _attached_step(model) for name, model in models.items()}
         seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "attached decode step")
-    rows = [over(seconds, name, "plain", whats[name], setting.where, must) for name, must in ATTACHED.items()]
+    plain = _bytes(models["plain"])
+    rows = [
+        over(seconds, name, "plain", whats[name], setting.where, must, _bytes(models[name]) / plain)
+        for name, must in ATTACHED.items()
+    ]
     rows[0].details = milliseconds(medians(seconds))
     return rows
 

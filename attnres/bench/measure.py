@@ -47,6 +47,8 @@ class RatioRow:
     details: dict[str, float | str] = field(default_factory=dict)
     spread: tuple[float, float] | None = None
     """The quartiles of the rounds' own ratios."""
+    bandwidth: float | None = None
+    """The ratio that the bytes which must move take at the measured copy bandwidth."""
 
     @property
     def measured(self) -> str:
@@ -133,10 +135,13 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def over(seconds: Seconds, name: str, baseline: str, what: str, where: str, must: str) -> RatioRow:
+def over(
+    seconds: Seconds, name: str, baseline: str, what: str, where: str, must: str, bandwidth: float | None = None
+) -> RatioRow:
     """A row of one contender over another, of what `take_turns` returned."""
     taken = medians(seconds)
-    return RatioRow(what, where, must, taken[name] / taken[baseline], spread=spread(seconds, name, baseline))
+    ratio = taken[name] / taken[baseline]
+    return RatioRow(what, where, must, ratio, spread=spread(seconds, name, baseline), bandwidth=bandwidth)
 
 
 def alone(function: Callable[..., T], *arguments: Any) -> T:

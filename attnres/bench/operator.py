@@ -16,6 +16,7 @@ from attnres.bench.measure import (
     Run,
     Setting,
     alone,
+    copy_bandwidth,
     medians,
     milliseconds,
     outputs_and_gradients,
@@ -76,9 +77,11 @@ class ContenderTimes:
             **{name: f"not measured, {reason}" for name, reason in self.missing.items()},
         }
 
-    def over(self, name: str) -> float | None:
-        """How many times faster we are than it."""
-        return self.seconds[name] / self.seconds["attnres"] if {"attnres", name} <= self.seconds.keys() else None
+    def over(self, name: str, ours: float | None = None) -> float | None:
+        """How many times faster we are than it, or would be with these seconds."""
+        if not {"attnres", name} <= self.seconds.keys():
+            return None
+        return self.seconds[name] / (ours or self.seconds["attnres"])
 
     def over_the_next(self) -> float | None:
         """How many times faster we are than the fastest of the others."""
@@ -90,8 +93,17 @@ def measure(setting: Setting) -> list[RatioRow]:
     others, missing = readers.packages(CPU)
     result, right = check(SHAPE, {**readers.plain(), **others}, setting, missing)
     result.seconds = in_processes_of_their_own(right, SHAPE, setting)
-    rows = [RatioRow(f"operator: {what}", setting.where, must, result.over(name)) for name, what, must in OTHERS]
-    rows[0].details = result.details | {"sizes": f"forward and backward, {SHAPE}"}
+    bandwidth = copy_bandwidth()
+    bound = bytes_to_move(SHAPE) / bandwidth
+    rows = [
+        RatioRow(f"operator: {what}", setting.where, must, result.over(name), bandwidth=result.over(name, bound))
+        for name, what, must in OTHERS
+    ]
+    rows[0].details = result.details | {
+        "limit of the bandwidth, ms": 1e3 * bound,
+        "copy bandwidth, GB/s": bandwidth / 1e9,
+        "sizes": f"forward and backward, {SHAPE}",
+    }
     return rows
 
 
@@ -150,6 +162,11 @@ def check(
         if result.errors[name] <= TOLERANCE[shape.dtype]:
             right[name] = read
     return result, right
+
+
+def bytes_to_move(shape: OperatorShape) -> int:
+    """Forward and backward, once each: v, h; then v, dh, dv."""
+    return shape.source_bytes * (3 * shape.sources + 2)
 
 
 def make_inputs(shape: OperatorShape) -> tuple[list[Tensor], Tensor]:

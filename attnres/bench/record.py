@@ -24,9 +24,10 @@ def ratio_table(rows: Sequence[RatioRow]) -> TextTable:
     cells = []
     for row in rows:
         spread = "-" if row.spread is None else "..".join(map(row.written, row.spread))
-        cells.append((row.what, row.measured, spread, row.must))
+        bandwidth = "-" if row.bandwidth is None else row.written(row.bandwidth)
+        cells.append((row.what, row.measured, spread, bandwidth, row.must))
     where = ", ".join(dict.fromkeys(row.where for row in rows))
-    return TextTable(f"ratios on {where}", ("what", "measured", "spread", "must"), tuple(cells))
+    return TextTable(f"ratios on {where}", ("what", "measured", "spread", "bandwidth", "must"), tuple(cells))
 
 
 def details(rows: Sequence[RatioRow]) -> str:

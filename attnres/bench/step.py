@@ -14,6 +14,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnres.analysis.cost import memory_traffic
 from attnres.bench.measure import (
     RatioRow,
     Seconds,
     Setting,
     alone,
+    copy_bandwidth,
     medians,
     milliseconds,
     over,
@@ -72,24 +75,26 @@ MEMORY = {"block": "1.06", "full": "1.14"}
 
 
 def measure(setting: Setting) -> Iterator[RatioRow]:
+    bandwidth = copy_bandwidth()
     for sizes in (WIDE, NARROW, NARROWEST):
         with threads(sizes.threads or torch.get_num_threads()):
-            yield from _times(sizes, setting)
+            yield from _times(sizes, bandwidth, setting)
     yield from _peaks(WIDE, setting)
 
 
-def _times(sizes: StepSizes, setting: Setting) -> list[RatioRow]:
+def _times(sizes: StepSizes, bandwidth: float, setting: Setting) -> list[RatioRow]:
     """The rules that have a goal in all rounds, the others in half of them: a round of all takes ten seconds."""
     goals = [name for name, must in sizes.must.items() if must != "-"]
     others = [name for name in sizes.must if name not in goals]
     first = _turns(["by hand", *goals], sizes, setting.rounds, setting)
     second = _turns(others, sizes, -(-setting.rounds // 2), setting) if others else {}
-    rows = []
+    plain, rows = medians(first)["residual"], []
     for seconds, names in ((first, ["by hand", *goals]), (second, others)):
         for name in names:
             what = RULES[name][0] if name in RULES else "x = x + f(x) by hand"
+            limit = 1 + _extra_bytes(sizes) / bandwidth / plain if name == "block" else None
             must = sizes.must.get(name, "-")
-            rows.append(over(seconds, name, "residual", f"step, {sizes}: {what}", setting.where, must))
+            rows.append(over(seconds, name, "residual", f"step, {sizes}: {what}", setting.where, must, limit))
     rows[0].details |= milliseconds(medians(second) | medians(first))
     return rows
 
@@ -97,6 +102,18 @@ def _times(sizes: StepSizes, setting: Setting) -> list[RatioRow]:
 def _turns(names: list[str], sizes: StepSizes, rounds: int, setting: Setting) -> Seconds:
     steps = {name: training_step(name, sizes) for name in ("residual", *names)}
     return take_turns(steps, rounds, setting.progress, f"training step, {sizes}")
+
+
+def _extra_bytes(sizes: StepSizes) -> float:
+    """What Block moves more than the plain residual does, if no cache keeps anything.
+
+    The backward pass moves twice what the forward pass does: it reads the same and writes a gradient for each.
+    """
+    sublayers = 2 * sizes.layers
+    traffic = memory_traffic(sizes.dim, BLOCK_SIZE, Fraction(sublayers, BLOCK_SIZE))
+    units = {row.connection: row.units for row in traffic}
+    extra = units["block, two-phase"] - units["residual"]
+    return 3 * extra * 4 * sizes.dim * sublayers * sizes.batch * sizes.time
 
 
 def _peaks(sizes: StepSizes, setting: Setting) -> list[RatioRow]:

@@ -13,7 +13,9 @@ and of an attached Qwen3. step: time and peak memory of a training step at three
 against every other package, bandwidth, decoding.
 
 measured is a ratio of medians: over the plain residual, below 1 is faster; with an x, how many times as fast we are.
-spread has the quartiles of the rounds' own ratios. must is our goal on two cores with AVX2.
+spread has the quartiles of the rounds' own ratios. bandwidth is the ratio if every byte that must move came from memory
+at the measured copy bandwidth; where caches keep some, the measured ratio can be lower. must is our goal on two
+cores with AVX2.
 
 Stopped, a bench prints and writes the rows that it has: `timeout -s INT 300 attnres bench gpu --out bench-gpu.json`
 measures for five minutes.
