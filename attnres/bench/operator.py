@@ -29,7 +29,7 @@ from attnres.bench.readers import Read
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Relative, in norm: float32 over a few hundred additions; two roundings to bfloat16."""
 
-TURNS = 3
+TURNS = 2
 
 OTHERS = (
     ("stacked", "stacked eager PyTorch over ours", "20x"),

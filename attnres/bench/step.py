@@ -83,11 +83,11 @@ def measure(setting: Setting) -> Iterator[RatioRow]:
 
 
 def _times(sizes: StepSizes, bandwidth: float, setting: Setting) -> list[RatioRow]:
-    """The rules that have a goal in all rounds, the others in half of them: a round of all takes ten seconds."""
+    """The rules that have a goal in all rounds, the others in a third of them: a round of all takes ten seconds."""
     goals = [name for name, must in sizes.must.items() if must != "-"]
     others = [name for name in sizes.must if name not in goals]
     first = _turns(["by hand", *goals], sizes, setting.rounds, setting)
-    second = _turns(others, sizes, -(-setting.rounds // 2), setting) if others else {}
+    second = _turns(others, sizes, -(-setting.rounds // 3), setting) if others else {}
     plain, rows = medians(first)["residual"], []
     for seconds, names in ((first, ["by hand", *goals]), (second, others)):
         for name in names:
