@@ -51,7 +51,7 @@ def command(
     Args:
         parts: Measure only these parts.
         threads: Threads of torch; as many as the machine has cores when not given.
-        rounds: How often each contender is measured, or a third as often where there is no goal; the table shows medians.
+        rounds: How often each contender is measured, a third as often where there is no goal; the table shows medians.
         out: Also write everything measured to this new JSON file.
     """
     check_new_file("--out", out)
