@@ -33,7 +33,7 @@ from attnres.look.work import Steps, WorkItem
 
 LIKELIEST = 5
 KEPT_TRACES, KEPT_BYTES = 6, 2**28
-MAX_CHARACTERS, MAX_TOKENS, NEW_TOKENS = 20_000, 1024, 40
+MAX_TOKENS, NEW_TOKENS = 1024, 40
 
 CHANGES: dict[object, type[Change]] = {of.__name__: of for of in (Mute, Off, Patch, Pin, Plain, Scale, Uniform)}
 
@@ -42,8 +42,6 @@ class Seen:
     """A view, looked up: the model, the tokens, the changes; and what is traced of it."""
 
     def __init__(self, subject: Subject, view: m.View, piece: WorkItem) -> None:
-        if len(view.text) > MAX_CHARACTERS:
-            raise UsageError(f"the text has {len(view.text):,} characters; at most {MAX_CHARACTERS:,} can be shown")
         self.subject, self.view, self.piece = subject, view, piece
         self.step = subject.step(view.step)
         self.checksums, self.model = subject.checksums(self.step), subject.model(self.step)
@@ -53,12 +51,6 @@ class Seen:
             has = f"the text has {len(self.ids):,} tokens"
             raise UsageError(f"{has} and {subject.entry.name} takes {self.most:,}; shorten it")
         self.changes = [as_change(subject, change) for change in view.changes]
-
-    def position(self, asked: int) -> int:
-        """Return the position asked for. Raises UsageError unless the text has a token there."""
-        if not 0 <= asked < len(self.ids):
-            raise UsageError(f"the text has {len(self.ids)} tokens; there is none at position {asked}")
-        return asked
 
     def traced(self, changes: Sequence[Change] | None = None) -> Trace:
         held = self.changes if changes is None else changes
@@ -90,8 +82,6 @@ def as_change(subject: Subject, told: Mapping[str, object]) -> Change:
 
 
 def _prompt(subject: Subject, text: str) -> list[int]:
-    if len(text) > MAX_CHARACTERS:
-        raise UsageError(f"the other prompt is longer than {MAX_CHARACTERS:,} characters; shorten it")
     ids = subject.encode(text)
     if not 1 <= len(ids) <= subject.context:
         raise UsageError(f"the other prompt has {len(ids)} tokens; give 1 to {subject.context}")
@@ -132,8 +122,7 @@ def look(subject: Subject, request: m.Look, piece: WorkItem) -> Steps:
 def explanation(subject: Subject, request: m.Explain, piece: WorkItem) -> Steps:
     """Answer with an Explanation."""
     seen = Seen(subject, request.view, piece)
-    position = seen.position(request.position)
-    traced = seen.traced()
+    position, traced = request.position, seen.traced()
     yield None
     following = seen.ids[position + 1] if position + 1 < len(seen.ids) else int(traced.logits[position].argmax())
     target = following if request.target is None else request.target

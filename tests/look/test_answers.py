@@ -132,7 +132,7 @@ def test_an_empty_text_and_a_short_one(client):
     assert len(short["tokens"]) == 1 and short["mean_loss"] is None and len(short["next"]) == 1
     assert "empty" in client.one("continue", **view(text=""))["message"]
     assert "two tokens" in client.one("remove", **view(text="x"), site=1)["message"]
-    assert "none at position 0" in client.one("explain", **view(text=""), position=0)["message"]
+    assert client.one("explain", **view(text=""), position=0)["kind"] == "failure"
 
 
 def test_models_of_transformers(saved_models, tmp_path):
