@@ -1,6 +1,6 @@
 // What torch is told of the operators, and their gradients, as attnres/ops/library.py and normalised.py have them in
-// Python for other devices and torch.func. The way through Python took several times as long as the kernel where rows are narrow
-// (1,024 tokens of 16 channels).
+// Python for other devices and torch.func. The way through Python took several times as long as the kernel where rows
+// are narrow (1,024 tokens of 16 channels).
 
 #include "lanes.h"
 #include "operators.h"
