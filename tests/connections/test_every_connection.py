@@ -134,13 +134,12 @@ def test_float32_is_float64_rounded_with_its_gradients(variant):
     torch.testing.assert_close(mixed, whole(exact)(embedding()), rtol=1e-11, atol=1e-11)
 
 
-@every_variant
-def test_it_keeps_the_protocol(variant):
+@pytest.mark.parametrize("name", connection_names())
+def test_it_keeps_the_protocol(name):
     """What a rule of one's own is checked for; the rest is held to float64 above."""
-    name, options = variant
     for check in checks.CHECKS:
         if check not in (checks.fused, checks.bfloat16, checks.saved):
-            check(lambda sublayers: make_connection(name, checks.DIM, sublayers, **options))
+            check(lambda sublayers: make_connection(in_blocks(name), checks.DIM, sublayers))
 
 
 @every_variant

@@ -14,7 +14,6 @@ from torch import nn
 
 import attnres.hf
 from attnres import UsageError
-from attnres.hf.cut import read_layer
 from attnres.hf.layer import attached_layers
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, assert_decodes_as_whole, assert_near, make_model, recompute
@@ -45,11 +44,12 @@ FAMILIES: dict[str, tuple] = {
     "vit": ("vit", IMAGES, {}, 8, False),
 }
 
-# One of each kind: dense, sliding windows, experts, tied, a state beside the cache; sublayers side by side, a sum
-# inside a sublayer, something returned beside the hidden states, three sublayers per layer, an encoder, pixels.
+# One of each kind: dense, sliding windows, experts, tied, a state beside the cache; sublayers side by side or not, as
+# the configuration says; a sum inside a sublayer, something returned beside the hidden states, three sublayers per
+# layer, an encoder, pixels.
 KINDS = {
     *("llama", "gemma3_text", "qwen3_moe", "gpt2", "kimi_linear"),
-    *("falcon", "bloom", "glm_moe_dsa", "gemma4_text", "bert", "vit"),
+    *("falcon", "falcon, sequential", "bloom", "glm_moe_dsa", "gemma4_text", "bert", "vit"),
 }
 EACH = [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in FAMILIES]
 _made: dict[str, nn.Module] = {}
@@ -186,39 +186,6 @@ def test_copies_and_pickles():
         assert_near(twin(inputs).logits, model(inputs).logits)
         nn.init.zeros_(attnres.hf.connection_of(twin).query[3])
         assert (twin(inputs).logits - model(inputs).logits).abs().max() > 1e-2 * model(inputs).logits.abs().max()
-
-
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return self.weight * x
-
-
-class Layer(nn.Module):
-    flag = True
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.norm_2, self.mix, self.mlp = Norm(), Norm(), nn.Linear(4, 4), nn.Linear(4, 4)
-
-
-class Decided(Layer):
-    def forward(self, x):
-        y = self.mix(self.norm(x))
-        if self.flag:
-            return x + y + self.mlp(self.norm(x))
-        x = x + y
-        x = x + self.mlp(self.norm_2(x))
-        return x
-
-
-def test_a_branch_is_decided_by_the_layer_and_not_by_its_class():
-    layers = [Decided(), Decided()]
-    layers[1].flag = False
-    assert [len(read_layer(layer).pieces) for layer in layers] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["falcon", "gemma4_text"])

@@ -119,6 +119,7 @@ def test_a_released_model_is_traced_and_changed(model):
     torch.testing.assert_close(explained.logits[-1], before[0, 4], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("model", ["gemma3n_text", "inkling2_text"], indirect=True)
 def test_the_depth_profile_of_a_released_model(model):
     profile = depth_profile(model, torch.tensor([TEXT]), positions=[2])
     tokens = torch.tensor([TEXT[:-1]])

@@ -15,25 +15,17 @@ from tests.hf.models import assert_near, make_model, make_tokens, recompute
 from tests.hf.small import small_inputs
 
 
-def assert_starts_as_plain(model, connection, reads="qkv-gate-up"):
+@pytest.mark.parametrize(
+    ("name", "connection"), [("llama", "block:block_size=3"), ("gemma3_text", "delta:block_size=2")]
+)
+@torch.no_grad()
+def test_starts_as_the_plain_model(name, connection):
+    model = make_model(name)
     tokens = small_inputs(model)
-    with torch.no_grad():
-        plain = model(tokens, output_hidden_states=True)
-        attached = attnres.hf.attach(model, connection, reads=reads)(tokens, output_hidden_states=True)
+    plain = model(tokens, output_hidden_states=True)
+    attached = attnres.hf.attach(model, connection, reads="qkv-gate-up")(tokens, output_hidden_states=True)
     assert_near(attached.logits, plain.logits, 1e-5)
     assert_near(attached.hidden_states, plain.hidden_states, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "connection"),
-    [
-        ("llama", "block:block_size=3"),
-        ("gemma3_text", "delta:block_size=2"),
-        *(pytest.param(name, "block", marks=pytest.mark.slow) for name in ("qwen3", "olmo2")),
-    ],
-)
-def test_starts_as_the_plain_model(name, connection):
-    assert_starts_as_plain(make_model(name), connection)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "olmo2"])
