@@ -1,6 +1,5 @@
-// Depth attention on the CPU: a few tokens at a time, whose sources stay in a near cache. What is of one
-// token and source,
-// such as scores and weights, is computed for kLanes tokens at once, one in each lane.
+// Depth attention on the CPU: a few tokens at a time, whose sources stay in a near cache. What is of one token and
+// source, such as scores and weights, is computed for kLanes tokens at once, one in each lane.
 //
 //   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
 //   backward  a_ji = scale g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji
@@ -34,8 +33,8 @@
 namespace attnres {
 namespace {
 
-// What a few tokens take together: a quarter of a second-level cache of 512 kB. With half of that the backward pass took
-// a tenth longer where sources are many or wide, since fewer lanes had a token.
+// What a few tokens take together: a quarter of a second-level cache of 512 kB. With half of that the backward pass
+// took a tenth longer where sources are many or wide, since fewer lanes had a token.
 constexpr int64_t kNearFloats = 1 << 15;
 
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
