@@ -11,7 +11,7 @@ import pytest
 
 from attnres.cli import main
 from attnres.lab import experiments
-from attnres.lab.experiments.ablate import differences
+from attnres.lab.experiments import ablate
 from attnres.lab.experiments.scaling import pictures
 from attnres.lab.page import read_records, tables_page, write_results
 from attnres.lab.runs import to_json, write_record
@@ -78,7 +78,7 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     runs = ablation_runs()
     small = [run for run in runs if run["at"] == "std 0.02" and run["arm"] == "residual"]  # the baseline alone
     record = ablation([*small, *(run for run in runs if run["at"] == "std 1")])  # the small scale was run first
-    large, small = differences(record)
+    large, small = ablate.pictures(record)[0].charts
     assert (large.title, small.title) == ("embedding std 1", "embedding std 0.02")
     assert {row.name for row in large.rows} == {"full", "block:heads=2", "highway"} and not small.rows
 

@@ -33,7 +33,7 @@ from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Plot, Rows
+    from attnres.report.charts import Plot
 
 ARMS = (
     "residual",
@@ -344,16 +344,8 @@ def _claim_tables(found: Sequence[Statement]) -> list[TextTable]:
 
 
 def pictures(record: Record) -> list[Plot]:
-    """Each arm's difference to the baseline."""
-    from attnres.report.charts import Plot
-
-    alt = "difference to the baseline of every arm"
-    return [Plot(name="ablation", alt=alt, charts=differences(record), note=SEEDS)]
-
-
-def differences(record: Record) -> list[Rows]:
-    """A chart for each scale of the embedding, the best arm on top."""
-    from attnres.report.charts import Row, Rows
+    """Each arm's difference to the baseline: a chart for each scale of the embedding, the best arm on top."""
+    from attnres.report.charts import Plot, Row, Rows
 
     charts = []
     for at, (baseline, *others) in comparisons(record):
@@ -363,7 +355,7 @@ def differences(record: Record) -> list[Rows]:
             rows.append(Row(name=row.arm, points=points, **mean_and_error(points)))
         x_label = f"validation loss minus that of {baseline.arm} (nats per byte)"
         charts.append(Rows(title=f"embedding std {std_of(at):g}", x_label=x_label, rows=rows, zero=0.0))
-    return charts
+    return [Plot(name="ablation", alt="difference to the baseline of every arm", charts=charts, note=SEEDS)]
 
 
 EXPERIMENT = Experiment(
