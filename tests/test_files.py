@@ -80,7 +80,7 @@ def test_an_error_without_a_name_gets_one(tmp_path):
     assert caught.value.filename == str(tmp_path / "other")
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+def test_a_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     partial_folder(tmp_path / "step").mkdir()  # of a process that was killed
     (partial_folder(tmp_path / "step") / "rubbish").touch()
     with new_folder(tmp_path / "step") as partial:
@@ -89,34 +89,19 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "step") as partial:
         (partial / "a").write_text("new")
         raise KeyboardInterrupt
-    assert names(tmp_path) == ["step"] and names(tmp_path / "step") == ["a"]
-    assert (tmp_path / "step" / "a").read_text() == "old"
-
-
-def write_folder(path, text):
-    with new_folder(path) as partial:
-        for name in "abc":
-            (partial / name).write_text(text)
-
-
-def contents(folder):
-    return {path.read_text() for path in folder.iterdir()}
-
-
-def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
-    path, rename = tmp_path / "step", os.rename
-    write_folder(path, "old")
+    assert names(tmp_path) == ["step"] and (tmp_path / "step" / "a").read_text() == "old"
+    rename = os.rename
 
     def fail(source, target):
-        if source == partial_folder(path):
+        if source == partial_folder(tmp_path / "step"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(source), None, str(target))
         rename(source, target)
 
     monkeypatch.setattr("attnres.files.os.rename", fail)
-    with pytest.raises(OSError) as caught:
-        write_folder(path, "new")
-    assert str(caught.value) == f"[Errno 5] Input/output error: '{path}'"
-    assert names(tmp_path) == ["step"] and contents(path) == {"old"}
+    with pytest.raises(OSError) as caught, new_folder(tmp_path / "step") as partial:
+        (partial / "a").write_text("new")
+    assert str(caught.value) == f"[Errno 5] Input/output error: '{tmp_path / 'step'}'"
+    assert names(tmp_path) == ["step"] and (tmp_path / "step" / "a").read_text() == "old"
 
 
 def test_an_added_folder_takes_no_others_place(tmp_path):

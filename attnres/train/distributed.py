@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
@@ -42,6 +41,9 @@ class DistributedTrainer(Trainer):
             raise UsageError("start_from is for one process; leave it out with several")
         self.world = world
         self.layout = world.layout
+        self._process = world.rank
+        self._own_state = f"{OF_PROCESS}{world.rank}-of-{world.size}"
+        """Where its random-number state is: each process has its own, which means nothing among another number."""
         super().__init__(config, corpus)
         self._seed_draws(0)
         # Of a sharded tensor all of it.
@@ -151,18 +153,9 @@ class DistributedTrainer(Trainer):
                     optimizer[key] = file.get_tensor(key) if entry == COUNT else _read(file, key, weights[name])
         self.restore(model, optimizer, checkpoint.state())
 
-    @property
-    def _process(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return dist.get_rank()
-
     def _random_state(self) -> dict[str, Tensor]:
         states = super()._random_state()
         return {key.replace("rng", self._own_state): state for key, state in states.items()}
-
-    @property
-    def _own_state(self) -> str:
-        """Where its random-number state is: each process has its own, which means nothing among another number."""
-        return f"{OF_PROCESS}{dist.get_rank()}-of-{dist.get_world_size()}"
 
     def _is_finite(self, tensor: Tensor) -> bool:
         return super()._is_finite(local(tensor))

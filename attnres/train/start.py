@@ -19,20 +19,15 @@ CONNECTION = "connection"
 
 
 def first_model(config: RunConfig, tokenizer: Tokenizer) -> Transformer:
-    """Make the model that a run begins with. Raises UsageError as `begin_with` does."""
-    model = Transformer(config.model, config.seed)
-    if config.start_from:
-        begin_with(model, config.start_from, tokenizer)
-    return model
+    """Make the model that a run begins with: a new one, or one with the last weights of `start_from`.
 
-
-def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
-    """Give a new model the last weights of a run.
-
-    A connection other than the run's keeps the start that it has; one line is logged if that is not the plain
+    A connection other than that run's keeps the start that it has; one line is logged if that is not the plain
     residual's, so that the model does not compute what the run's did. Raises UsageError for another model or tokens.
     """
-    run = load_run(folder)
+    model = Transformer(config.model, config.seed)
+    if not config.start_from:
+        return model
+    run = load_run(config.start_from)
     if run.tokenizer.to_json() != tokenizer.to_json():  # before the model, whose vocabulary follows from it
         raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")
     _require_same(model.config, run)
@@ -43,6 +38,7 @@ def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
         if differs := difference_at_start(model.connection):
             log.warning("%s does not begin as the plain residual: %s", model.config.connection, differs)
     model.load_state_dict(weights)
+    return model
 
 
 def _require_same(model: TransformerConfig, run: Run) -> None:

@@ -15,7 +15,7 @@ from attnres.train import load_run
 from attnres.train.folder import RunFolder
 from attnres.train.trainer import Trainer
 from tests.cli.conftest import TINY
-from tests.train.processes import Command, Processes, wait_for
+from tests.train.processes import Command, wait_for
 
 LONG = ["--steps", "1000000", "--save-every", "1000000", "--evaluate-every", "1000000"]
 
@@ -25,11 +25,10 @@ def comparing(tmp_path, corpus):
     """A comparison whose first run, in a worker, has made its first steps and will not end; and that run's folder."""
     arms = ["residual", "x0", "--seeds", "1", "--workers", "1"]
     run = tmp_path / "out" / "residual" / "seed-0"
-    command = Command("compare", *arms, "--out", tmp_path / "out", *TINY, *corpus, *LONG)
-    with Processes(tmp_path / "said", command) as processes:
+    with Command(tmp_path / "said", "compare", *arms, "--out", tmp_path / "out", *TINY, *corpus, *LONG) as command:
         metrics = run / "metrics.jsonl"
         wait_for(lambda: metrics.exists() and metrics.read_text().count('"train"') > 3)
-        yield processes, run
+        yield command, run
 
 
 def saved(run: Path) -> list[Path]:
@@ -37,18 +36,18 @@ def saved(run: Path) -> list[Path]:
 
 
 def test_a_signal_stops_the_workers_and_the_command_goes_on(comparing):
-    processes, run = comparing
-    processes.send(signal.SIGINT)
-    assert processes.end() == [128 + signal.SIGINT]
-    assert processes.errors == ["attnres: stopped; the same command goes on from what is saved"]
+    command, run = comparing
+    command.send(signal.SIGINT)
+    assert command.end() == 128 + signal.SIGINT
+    assert command.errors == ["attnres: stopped; the same command goes on from what is saved"]
     assert len(saved(run)) == 1 and load_run(run).step > 0
 
 
 @pytest.mark.slow
 def test_workers_do_not_outlive_the_command(comparing):
     """kill -9 of the command: its worker saves and stops by itself, and leaves the folder free."""
-    processes, run = comparing
-    processes.send(signal.SIGKILL)
+    command, run = comparing
+    command.send(signal.SIGKILL)
 
     def is_free() -> bool:
         with suppress(UsageError), RunFolder(run).lock():

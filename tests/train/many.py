@@ -56,7 +56,7 @@ class Scaled(Connection):
         super().__init__(dim, sublayers)
         self.register_buffer("scale", torch.tensor(0.5))
         self.fixed = nn.ParameterList(nn.Parameter(torch.full((dim,), 2.0), False) for _ in range(sublayers + 1))
-        self.gain = nn.ParameterList(nn.Parameter(torch.ones(dim)) for _ in range(sublayers + 1))
+        self.gain = nn.ParameterList(1 + 0.1 * torch.randn(dim) for _ in range(sublayers + 1))
 
     def weigh(self, values, site):
         return (self.scale * self.fixed[site] * self.gain[site],)
@@ -70,7 +70,7 @@ class Scaled(Connection):
 
 
 def own_rule(folder: Path) -> str:
-    """A connection of one's own with a buffer, and with parameters that do not learn."""
+    """A connection of one's own with a buffer, parameters that do not learn, and some whose start is drawn."""
     file = folder / "rule.py"
     file.write_text(RULE)
     return f"{file}:Scaled"

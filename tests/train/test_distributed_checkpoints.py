@@ -6,6 +6,10 @@ import torch.nn.functional as F
 
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
+from attnres.train import Interrupted
+from attnres.train.folder import RunFolder
+from attnres.train.loop import _train
+from tests.train.conftest import results, steps_on_disk, stop_at, weights
 from tests.train.many import contents, go, make_world
 
 
@@ -66,6 +70,24 @@ def test_masks_of_dropout_go_on_where_they_were(make_config, pair, tmp_path):
     # On another number of processes the masks are others, and not those of the first steps again.
     one = [masked(None, config, None, 2, start)[0] for start in (place, tmp_path / "whole" / "step-00000004")]
     assert one[0] != one[1]
+
+
+def trained(_group, config, folder, stop=None):
+    """How a run ends, as `train` has it behind torchrun. stop: the step in which the first process hears Ctrl-C."""
+    try:
+        return _train(config, RunFolder(folder), make_world(Layout(shard=2)), stop and stop_at(stop), None)["steps"]
+    except Interrupted as interrupted:
+        return str(interrupted)
+
+
+def test_processes_are_stopped_by_a_signal_and_go_on_to_the_same_bits(make_config, pair, tmp_path):
+    config = make_config(batch_size=4, steps=8, save_every=8, evaluate_every=8, model={"layers": 1})
+    said = pair.run(trained, config, tmp_path / "run", 6, ranks=2)
+    assert all("stopped at step 6 of 8" in each for each in said) and steps_on_disk(tmp_path / "run") == [6]
+    for folder in ("run", "straight"):
+        assert pair.run(trained, config, tmp_path / folder, ranks=2) == [8, 8]
+    assert weights(tmp_path / "run", 8) == weights(tmp_path / "straight", 8)
+    assert results(tmp_path / "run") == results(tmp_path / "straight")
 
 
 def look_apart(group, folders):

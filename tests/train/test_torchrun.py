@@ -12,12 +12,30 @@ import pytest
 import torch
 
 from attnres.parallel.layout import Layout
+from attnres.train import config_to_json
 from attnres.train.folder import RunFolder
 from tests.train.many import contents, go
 from tests.train.processes import LIMIT, wait_for
-from tests.train.test_several_processes import recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
+
+
+RECIPE = """
+import json, os, signal
+from attnres.train import config_from_json
+from attnres.train.trainer import Trainer
+
+plain = Trainer.train_step
+
+def train_step(trainer):
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first and os.environ["RANK"] == "1" and trainer.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(trainer)
+
+Trainer.train_step = train_step
+config = config_from_json(json.loads({config!r}))
+"""
 
 
 def torchrun(*arguments: object, restarts: int = 0) -> subprocess.Popen:
@@ -38,8 +56,8 @@ def test_a_killed_process_is_started_again_and_all_save_and_end_when_torchrun_is
     config = make_config(
         batch_size=4, accumulate=4, steps=10**6, save_every=3, keep=10**6, evaluate_every=10**6, model={"layers": 2}
     )
-    file = recipe(tmp_path, config, signals={("1", 4): int(signal.SIGKILL)})
-    file.write_text(file.read_text().replace("if (", 'if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and ('))
+    file = tmp_path / "run.py"
+    file.write_text(RECIPE.format(config=json.dumps(config_to_json(config))), encoding="utf-8")
     checkpoints = RunFolder(tmp_path / "run").checkpoints
     options = ["--recipe", file, "--device", "cpu", "--pipeline", 2, "--virtual", 2]
     run = torchrun(tmp_path / "run", *options, restarts=1)
