@@ -221,11 +221,10 @@ class Loop:
 
     def _save(self) -> Checkpoint:
         """Save, unless the checkpoint of this step is there; but one made before its evaluation gets the loss."""
-        step, loss = self.trainer.step, self._validation_loss()
-        saved = self.last_good if self.last_good and self.last_good.step == step else None
-        last = step == self.config.steps and loss is not None
-        if saved and (loss is None or saved.validation_loss() == loss) and bool(saved.result()) == last:
+        step, loss, saved = self.trainer.step, self._validation_loss(), self.last_good
+        if saved and saved.step == step and (loss is None or saved.validation_loss() == loss):
             return saved
+        last = step == self.config.steps and loss is not None
         model, optimizer = self.trainer.tensors()
         state = {
             **self.trainer.state(),

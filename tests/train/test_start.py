@@ -9,12 +9,11 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from attnres.data import open_corpus
 from attnres.errors import UsageError
 from attnres.train import Interrupted, RunConfig, load_run, train
 from attnres.train.sweep import Job, run_jobs
-from attnres.train.trainer import Trainer
 from tests.train.conftest import stop_at
+from tests.train.many import make_trainer
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +29,10 @@ def with_model(config: RunConfig, **fields) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
 
 
-def started(config: RunConfig) -> Trainer:
-    return Trainer(config, open_corpus(config.data))
-
-
 @pytest.mark.parametrize("connection", ["block:total=true", "delta:gate=true"])
 def test_nothing_is_lost_by_another_connection(plain, connection, caplog):
     folder, config = plain
-    trainer = started(with_model(config, connection=connection))
+    trainer = make_trainer(with_model(config, connection=connection))
     before = load_run(folder)
     for name, weight in before.model.state_dict().items():
         assert torch.equal(trainer.model.state_dict()[name], weight), name
@@ -49,7 +44,7 @@ def test_nothing_is_lost_by_another_connection(plain, connection, caplog):
 def test_the_same_connection_goes_on_as_it_was_trained(make_config, tmp_path):
     config = make_config(model={"connection": "block"}, steps=6)
     train(config, tmp_path / "block")
-    trainer = started(dataclasses.replace(config, start_from=str(tmp_path / "block")))
+    trainer = make_trainer(dataclasses.replace(config, start_from=str(tmp_path / "block")))
     (query,) = (trainer.model.connection.query[1],)
     assert query.abs().sum() > 0
     assert torch.equal(query, load_run(tmp_path / "block").model.connection.query[1])
@@ -92,4 +87,4 @@ def test_another_tokenizer_is_refused(plain, tmp_path):
         config = with_model(plain[1], vocab_size=vocab_size)
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
         with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
-            started(config)
+            make_trainer(config)

@@ -1,22 +1,20 @@
 """The step and the evaluation, against plain PyTorch."""
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from attnres.data import Sampler, open_corpus, validation_batches
+from attnres.data import Sampler, validation_batches
 from attnres.model import Transformer
 from attnres.train.trainer import Trainer
+from tests.train import many
 
 
 @pytest.fixture
-def make_trainer(make_config):
-    def make(**fields) -> Trainer:
-        config = make_config(**fields)
-        return Trainer(config, open_corpus(config.data))
-
-    return make
+def make_trainer(make_config) -> Callable[..., Trainer]:
+    return lambda **fields: many.make_trainer(make_config(**fields))
 
 
 def plain_loss(model, rows):
