@@ -11,7 +11,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.common.config_utils import decoder_vocab_size
@@ -20,7 +19,7 @@ from torchtitan.models.common.moe import GroupedExperts
 from attnres.torchtitan import config_registry as product
 from tests.parallel.cases import counted_sends
 
-TIME, LR = 32, 1e-3
+TIME = 32
 
 
 class Tokens(torch.utils.data.IterableDataset):
@@ -105,8 +104,8 @@ def counting(pipeline):
     return build
 
 
-def configuration(family: str, connection: str, steady: bool = False):
-    """The debug model; `steady` as the lab's trainer can have it too: one rate for all, no decay, plain RoPE."""
+def configuration(family: str, connection: str):
+    """The debug model."""
     config = product.configuration(family, connection, "debug")
     if "TRAFFIC" in os.environ:
         config.model_spec = replace(config.model_spec, pipelining_fn=counting(config.model_spec.pipelining_fn))
@@ -123,18 +122,12 @@ def configuration(family: str, connection: str, steady: bool = False):
     config.training.mixed_precision_param = "float32"
     config.debug.seed = 0  # else each start is drawn by chance, and three steps do not lower the loss of every one
     config.validator.dataloader, config.validator.freq, config.validator.steps = Loader.Config(), 1, 2
-    if steady:
-        config.optimizer = default_adamw(lr=LR, weight_decay=0.0)
-        config.lr_scheduler.warmup_steps, config.lr_scheduler.decay_ratio = 0, 0.0
-        for block in config.model_spec.model.layers:
-            block.attention.rope.scaling = "none"
     config.optimizer.implementation = "for-loop"
     return config
 
 
 def __getattr__(name: str):
-    steady = name.startswith("steady_")
-    family, _, connection = name.removeprefix("steady_").partition("_")
+    family, _, connection = name.partition("_")
     if name.startswith("_") or not connection:
         raise AttributeError(name)
-    return lambda: configuration(family, connection, steady)
+    return lambda: configuration(family, connection)

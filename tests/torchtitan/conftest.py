@@ -51,7 +51,7 @@ def run(start, tmp_path_factory):
         processes: int, *options: str, count: int = 3, config: str = CONNECTION, **environment: str
     ) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("run") / "run"
-        shutil.copytree(start(config.removeprefix("steady_")), folder)  # other rates, and the same weights
+        shutil.copytree(start(config), folder)
         options = ("--training.steps", str(count), *SAVING, *options)
         return folder, train(folder, processes, *options, config=config, **environment)
 

@@ -1,28 +1,20 @@
-"""Between torchtitan, transformers and the lab's own trainer: the same weights give the same losses."""
+"""Between torchtitan and transformers: the same weights give the same losses."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("torchtitan", reason="needs torch 2.14: make torchtitan has an environment for it")
 
 from attnres.hf import load
 from attnres.hf.attach import connection_of
-from attnres.model import TransformerConfig
-from attnres.torchtitan.export import export, transformers_model
 from attnres.torchtitan.export import main as export_command
-from attnres.train import OptimizerConfig, RunConfig
-from attnres.train.trainer import Trainer
-from tests.evaluation.conftest import tasks  # noqa: F401  a fixture
-from tests.torchtitan.config_registry import LR, TIME, Tokens, configuration
-from tests.torchtitan.conftest import CONNECTION, assert_same, steps
+from attnres.torchtitan.export import transformers_model
+from tests.torchtitan.config_registry import Tokens, configuration
+from tests.torchtitan.conftest import CONNECTION, steps
 from tests.torchtitan.processes import train
 
 pytestmark = pytest.mark.timeout(900)  # several trainers of several processes on a machine of two cores
@@ -64,42 +56,6 @@ def test_torchtitan_reads_a_mixture_of_experts_by_transformers_names():
     back = adapter.from_hf(there)
     assert back.keys() == {name for name in state if not name.endswith("expert_bias_E")}
     assert all(back[name].shape == state[name].shape for name in back)
-
-
-def named_in_the_lab(name: str) -> str:
-    """transformers' name of a Llama's weight as the lab's transformer with borrowed sublayers has it."""
-    ends = {"model.embed_tokens.weight": "embedding.weight", "model.norm.weight": "norm.weight"}
-    ends["lm_head.weight"] = "head.weight"
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.(.*)", name)
-    if layer is None:
-        return ends.get(name, name.removeprefix("model."))
-    second = layer[2] in ("post_attention_layernorm", "mlp")
-    return f"sublayers.{2 * int(layer[1]) + second}.{'norm' if 'norm' in layer[2] else 'block'}.{layer[3]}"
-
-
-def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
-    """Another model, another optimizer's groups, another loop: same weights, batches and settings, and the losses."""
-    folder, log = run(1, config=f"steady_{CONNECTION}")
-    export(folder / "checkpoint/step-0", tmp_path / "start", configuration("llama3", CONNECTION.partition("_")[2]))
-    weights = load_file(tmp_path / "start/model.safetensors")
-    model = TransformerConfig(
-        vocab_size=2048, dim=256, layers=6, heads=16, hidden=768, context=TIME,
-        connection=CONNECTION.partition("_")[2], backbone="llama", norm_eps=1e-5, rope_base=5e5,
-    )  # fmt: skip
-    optimizer = OptimizerConfig(hidden="adamw", lr=LR, adamw_lr=LR, weight_decay=0.0, warmup=0.0, decay=0.0)
-    config = RunConfig(model=model, optimizer=optimizer, steps=3, batch_size=BATCH, device="cpu")
-    text = SimpleNamespace(train=np.zeros(1000, np.int64), tokenizer=None)
-    trainer = Trainer(config, text)  # type: ignore[arg-type]
-    trainer.model.load_state_dict({named_in_the_lab(name): tensor for name, tensor in weights.items()})
-    drawn = iter(Tokens(0, 1))
-
-    def batch() -> torch.Tensor:
-        rows = [next(drawn) for _ in range(BATCH)]
-        return torch.stack([torch.cat([x["input"], labels[-1:]]) for x, labels in rows])
-
-    trainer.sampler = SimpleNamespace(next=batch)  # type: ignore[assignment]
-    records = [trainer.train_step() for _ in range(3)]
-    assert_same([(record["loss"], record["grad_norm"]) for record in records], steps(log))
 
 
 def test_torchtitan_starts_from_a_transformers_checkpoint(tmp_path):
