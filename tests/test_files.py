@@ -48,8 +48,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert json.loads(path.read_text()) == {"a": [1]}
 
 
-@pytest.mark.parametrize("made", [new_folder, added_folder])
-def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_path, made):
+def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_path):
     def write(folder, name):
         (folder / name).mkdir()
         safetensors.torch.save_file({"w": torch.zeros(2)}, folder / name / "model.safetensors")
@@ -60,11 +59,11 @@ def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_
 
     old = os.umask(0o027)
     try:
-        with made(tmp_path / "model") as partial:
+        with added_folder(tmp_path / "model") as partial:
             write(partial, "a")
         assert modes(tmp_path / "model") == {"model.safetensors": "-rw-r-----", "run.sh": "-rwxr-----"}
         os.umask(0o077)
-        with made(tmp_path / "private") as partial:
+        with added_folder(tmp_path / "private") as partial:
             write(partial, "a")
         assert modes(tmp_path / "private") == {"model.safetensors": "-rw-------", "run.sh": "-rwx------"}
     finally:
