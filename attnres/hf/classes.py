@@ -384,9 +384,16 @@ def __getattr__(name: str) -> Any:
     """The attached class of that name, made of the plain class with the name behind the prefix."""
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if (plain := plain_class(name.removeprefix(PREFIX))) is None:
-        raise AttributeError(f"transformers {transformers.__version__} has no class {name.removeprefix(PREFIX)}")
-    return _attached(plain)
+    plain = name.removeprefix(PREFIX)
+    if (found := plain_class(plain) or _not_exported(plain)) is None:
+        raise AttributeError(f"transformers {transformers.__version__} has no class {plain}")
+    return _attached(found)
+
+
+def _not_exported(name: str) -> Any:
+    """A class, such as OPTDecoder, that a pickle names behind the model's own, which has loaded its module."""
+    loaded = (vars(module) for path, module in list(sys.modules.items()) if path.startswith("transformers.models."))
+    return next((own[name] for own in loaded if name in own), None)
 
 
 AutoConfig.register(MODEL_TYPE, AttnResConfig, exist_ok=True)

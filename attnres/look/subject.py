@@ -136,7 +136,7 @@ def open_subjects(paths: Sequence[Path]) -> list[Subject]:
 
 
 class RunSubject(Subject):
-    """A run folder, whose run may still be going on, and to more steps than it began with."""
+    """A run folder, whose run may still be going on."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.folder = RunFolder(path)

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,13 +100,14 @@ def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
 
 
 def _what_next(run: Path) -> str:
-    """The next commands to try."""
+    """The next commands to try. `make demo` runs in an environment that the shell does not have."""
+    attnres = "attnres" if shutil.which("attnres") else f"{shlex.quote(sys.executable)} -m attnres"
     folder = shlex.quote(str(run))
     return f"""
 Open the report in a browser. Then try:
-  attnres look {folder}                              (the same model live: change what depth reads)
-  attnres generate {folder} --prompt "def read("     (what it writes)
-  attnres compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
+  {attnres} look {folder}                              (the same model live: change what depth reads)
+  {attnres} generate {folder} --prompt "def read("     (what it writes)
+  {attnres} compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
 
 
 def rows(record: Record) -> list[Comparison]:
