@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from attnres.analysis.comparison import compare_arms, finding, on_common_seeds
+from attnres.analysis.comparison import compare_arms, finding, holm, on_common_seeds
 
 
 def summary(loss, seconds=1.0, memory=100):
@@ -39,6 +39,12 @@ def test_p_values_are_paired_and_corrected_together():
     assert rows[0].p_value is None and rows[0].differences == {}
     assert rows[1].p_value == pytest.approx(min(1, 2 * by_scipy[0])) and rows[1].differences[2] == pytest.approx(-0.3)
     assert rows[2].p_value == pytest.approx(max(by_scipy[1], rows[1].p_value))
+
+
+def test_holms_method_by_hand():
+    """In order 4 x 0.01, 3 x 0.02, 2 x 0.03 and 0.04, none below the one before it and none above 1."""
+    assert holm([0.04, 0.01, None, 0.03, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06])
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("worst", "order"), [(math.nan, ("better", "diverged")), (math.inf, ("diverged", "better"))])

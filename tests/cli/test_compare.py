@@ -41,6 +41,7 @@ def test_what_is_shown_is_of_the_seeds_that_all_have(comparison):
     left = replace(record, runs=tuple(run for run in record.runs if (run.arm, run.seed) != ("residual", 0)))
     curves = experiment.pictures(left)[0]
     assert curves.note == "One seed." and [len(row.losses) for row in experiment.rows(left)] == [1, 1]
+    assert experiment.tables(left)[0].rows[1][5:7] == ("", ""), "one step time may be of a busy machine"
     none = replace(record, runs=tuple(run for run in record.runs if (run.arm == "residual") == (run.seed == 0)))
     assert "nothing is compared" in experiment.EXPERIMENT.finding(none) and len(experiment.pictures(none)) == 2
 

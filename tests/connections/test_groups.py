@@ -41,6 +41,17 @@ def test_the_optimizers_own_decay_reaches_the_matrices_and_nothing_else(options,
     assert optimizer.param_groups[0]["name"] == "decayed" and optimizer.param_groups[0]["lr"] == 1e-3
 
 
+def test_a_rate_for_the_connection_alone_and_nothing_that_is_frozen():
+    model = nn.ModuleList([make_connection("block", 4, 2, query="input"), nn.Linear(4, 4), nn.Linear(4, 4)])
+    model[2].requires_grad_(False)
+    groups = {group["name"]: group for group in param_groups(model, lr=1e-3, query_lr=4e-3)}
+    assert {name: group["lr"] for name, group in groups.items()} == {
+        **{"decayed": 1e-3, "not decayed": 1e-3},
+        **{"connection": 4e-3, "channel maps": 1e-3},
+    }
+    assert groups["decayed"]["params"] == [model[1].weight] and groups["not decayed"]["params"] == [model[1].bias]
+
+
 def test_a_read_of_ones_own_loop_is_grouped_too():
     model = nn.Sequential(DepthAttention(4), nn.Linear(4, 4))
     groups = {group["name"]: group for group in param_groups(model, lr=1e-3)}

@@ -99,6 +99,8 @@ OPTIONS = {
         scores(connection, sources, first=7) / 5**0.5
     ).softmax(0),
     "null=true": with_a_null,
+    "null=true,total=true": lambda connection, sources: (SITES + 2) * with_a_null(connection, sources),
+    "weighting=sigmoid,total=true": lambda connection, sources: 2 * scores(connection, sources).sigmoid(),
 }
 
 

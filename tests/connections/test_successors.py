@@ -76,7 +76,8 @@ def test_delta_adds_attention_over_block_sums_to_the_stream(size):
 
 @pytest.mark.parametrize(("name", "heads"), [("delta", 4), ("block", 3), ("rms-block", 2)])
 def test_each_head_weighs_its_own_channels_by_keys_that_are_normalised_over_all(name, heads):
-    connection, (x, *outputs), inputs = traced(name, block_size=1, heads=heads)
+    gated = {"gate": True} if name == "delta" else {}
+    connection, (x, *outputs), inputs = traced(name, block_size=1, heads=heads, **gated)
     outputs = [rms_norm(y, eps=EPS) for y in outputs] if name == "rms-block" else outputs
     for site in range(1, SITES):
         sources = torch.stack(outputs[:site] if name == "delta" else [x, *outputs[:site]])
@@ -84,7 +85,7 @@ def test_each_head_weighs_its_own_channels_by_keys_that_are_normalised_over_all(
         keys = rms_norm(sources, connection.gain[site], EPS) * connection.query[site]
         for head in torch.arange(DIM).chunk(heads):
             p = keys[..., head].sum(-1, keepdim=True).softmax(0)
-            expected[..., head] += (p * sources[..., head]).sum(0)
+            expected[..., head] += (connection.gate[site] if gated else 1) * (p * sources[..., head]).sum(0)
         torch.testing.assert_close(inputs[site], expected)
 
 

@@ -198,7 +198,11 @@ def test_save_pretrained_and_the_auto_classes(tmp_path):
 def test_the_published_form_takes_a_dtype_and_says_what_else_it_does_not_take(published):
     auto = transformers.AutoModelForCausalLM
     for dtype, loaded in ("bfloat16", torch.bfloat16), ("auto", torch.float32):
-        assert auto.from_pretrained(published, dtype=dtype).dtype == loaded
+        model = auto.from_pretrained(published, dtype=dtype)
+        assert model.dtype == loaded
+        for name, exact in small_k3().state_dict().items():
+            wide = "connection" in name or name.endswith(("A_log", "dt_bias", "e_score_correction_bias"))
+            assert torch.equal(model.state_dict()[name], exact if wide else exact.to(loaded)), name
     with pytest.raises(UsageError, match="takes no device_map; write the model"):
         KimiK3ForCausalLM.from_pretrained(published, device_map="auto")
 

@@ -90,20 +90,20 @@ def test_processes_are_stopped_by_a_signal_and_go_on_to_the_same_bits(make_confi
     assert results(tmp_path / "run") == results(tmp_path / "straight")
 
 
-def look_apart(group, folders):
+def train_apart(group, config, folders):
     """What is said where each process has a folder of its own, as if one path were on a disk of each."""
     from attnres.parallel import world
 
     world.SEE_SECONDS = 0.5
     with pytest.raises(UsageError) as caught:
-        make_world(Layout(shard=2)).require_shared(folders[group.rank()])
+        _train(config, RunFolder(folders[group.rank()]), make_world(Layout(shard=2)), None, None)
     return str(caught.value)
 
 
-def test_a_folder_that_not_all_see_is_an_error_on_all(pair, tmp_path):
+def test_a_folder_that_not_all_see_is_an_error_on_all_before_the_first_step(make_config, pair, tmp_path):
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
-    said = pair.run(look_apart, folders, ranks=2)
+    said = pair.run(train_apart, make_config(batch_size=4, steps=2), folders, ranks=2)
     assert all("process 1 does not see what process 0 writes there" in message for message in said)
-    assert not list(tmp_path.glob("*/*"))
+    assert not [*tmp_path.rglob("metrics.jsonl"), *tmp_path.rglob(".seen-*")]

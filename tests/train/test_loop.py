@@ -142,6 +142,15 @@ def test_second_signal_stops_at_once(make_config, tmp_path):
     assert not isinstance(caught.value, Interrupted)
 
 
+@pytest.mark.parametrize("fields", [{"steps": 16}, {"seed": 1}, {"optimizer": {"decay": 0.5}}])
+def test_another_run_s_folder_is_left_as_it_is(make_config, straight, fields):
+    """More steps, too: their learning rate would have fallen twice."""
+    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*")}
+    with pytest.raises(UsageError, match="holds a run of another configuration"):
+        train(make_config(**{"steps": 8, **fields}), straight)
+    assert {path: path.stat().st_mtime_ns for path in straight.rglob("*")} == before
+
+
 def test_what_does_not_change_the_result_may_change(make_config, straight, tmp_path):
     config = make_config(steps=8)
     with pytest.raises(Interrupted):
