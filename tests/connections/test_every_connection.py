@@ -226,9 +226,10 @@ def test_decoding_where_outputs_have_another_dtype(name, other):
 
 
 @pytest.mark.parametrize("step", [SITES, 1])
-def test_a_block_is_summed_in_the_stream_s_dtype(step):
+@pytest.mark.parametrize("name", ["block", "rms-block"])
+def test_a_block_is_summed_in_the_stream_s_dtype(name, step):
     """Under autocast outputs are narrower, and the plain residual does not round each sum to that."""
-    connection, made = randomised("block", block_size=SITES), []
+    connection, made = randomised(name, block_size=100), []
 
     def sublayer(h: Tensor) -> Tensor:
         made.append(h.tanh().bfloat16())
@@ -237,4 +238,7 @@ def test_a_block_is_summed_in_the_stream_s_dtype(step):
     values = connection.start(embedding(torch.float32))
     for site in range(0, SITES, step):
         values = connection.run(values, [sublayer] * step, site)
-    torch.testing.assert_close(values[-1], sum(y.float() for y in made))
+    outputs = [y.float() for y in made]
+    torch.testing.assert_close(values[-1], sum(outputs))
+    if name == "rms-block":
+        torch.testing.assert_close(values[-2], sum(torch.rms_norm(y, (DIM,), eps=1e-6) for y in outputs))

@@ -154,6 +154,10 @@ def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
     assert all(torch.equal(found[key], whole[key]) for key in whole)
 
 
+def test_depth_is_cut_as_evenly_as_whole_sublayers_allow():
+    assert even_cuts(10, 4) == [2, 5, 7] and even_cuts(7, 7) == [1, 2, 3, 4, 5, 6]
+
+
 CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
 
 
