@@ -275,7 +275,8 @@ async function start() {
   for (const spec of kept) if (!missing.includes(spec)) newSide(spec);
   if (!sides.length) newSide({});
   show();
-  if (missing.length) say(`Not open here, so left out: ${missing.map(({ model }) => String(model).split("@")[0]).join(", ")}.`);
+  const named = missing.map(({ model }) => String(model).split("@")[0]);
+  if (named.length) say(`Not open here, so left out: ${named.join(", ")}.`);
   sides.forEach((side) => side.refresh());
 }
 function show() {
