@@ -70,3 +70,12 @@ def test_validation_is_fixed_spread_and_without_overlap():
     assert windows.dtype == np.int64 and (np.diff(windows, axis=1) == 1).all()
     assert windows[:, 0].tolist() == list(range(0, 1000, 50))
     np.testing.assert_array_equal(windows, np.concatenate(list(validation_batches(corpus_of(1001), 10, 7, 205))))
+
+
+def test_processes_read_their_own_validation_windows():
+    """7 windows in batches of 4, of which a process has 2: of the last 3 the second one reads one."""
+    whole = list(validation_batches(corpus_of(701), 100, 4, 700))
+    parts = [list(validation_batches(corpus_of(701), 100, 4, 700, rows)) for rows in (range(0, 2), range(2, 4))]
+    assert [[len(batch) for batch in part] for part in parts] == [[2, 2], [2, 1]]
+    for batch, *of_batch in zip(whole, *parts, strict=True):
+        np.testing.assert_array_equal(np.concatenate(of_batch), batch)

@@ -71,12 +71,15 @@ def test_variants_of_the_backward_pass(call, monkeypatch):
     assert_right(call.operator("triton"), call.exact, *call.inputs(), roundings=2)
 
 
-@pytest.mark.parametrize("of_y", [torch.bfloat16, torch.float32])
-def test_normalised_sums(of_y):
+@pytest.mark.parametrize(("of_y", "of_raw"), [(BF16, F32), (F32, F32), (BF16, BF16)])
+def test_normalised_sums(of_y, of_raw):
+    """A raw sum in bfloat16, here of larger numbers, has lost y: its gradient is not made of that."""
+
     def exact(y, total, raw):
         return total + y / (y.square().mean(-1, keepdim=True) + EPS).sqrt(), raw + y
 
-    inputs = torch.randn(2, 33).to(of_y), torch.randn(2, 33), torch.randn(2, 33)
+    raw = torch.randn(2, 33) * (30 if of_raw == BF16 else 1)
+    inputs = torch.randn(2, 33).to(of_y), torch.randn(2, 33), raw.to(of_raw)
     alone = lambda y, total: add_normalised(y, total, EPS, "triton")  # noqa: E731
     assert_right(alone, lambda y, total: exact(y, total, 0)[0], *inputs[:2], roundings=2)
     assert_right(lambda *x: add_both(*x, EPS, torch.float32, "triton"), exact, *inputs, roundings=2)
