@@ -10,10 +10,12 @@ from attnres.model.flops import connection_flops, training_flops
 from tests.model.test_backbones import config_of
 
 
-def test_matrix_products_are_torchs_count():
-    config = TransformerConfig(
-        dim=48, layers=3, heads=4, kv_heads=2, context=64, connection="residual", vocab_size=100, tied=True
-    )
+@pytest.mark.parametrize("backbone", ["lab", "llama"])
+def test_matrix_products_are_torchs_count(backbone):
+    if backbone == "llama":
+        pytest.importorskip("transformers")
+    sizes = {"dim": 48, "layers": 3, "heads": 4, "kv_heads": 2, "context": 64, "vocab_size": 100, "tied": True}
+    config = TransformerConfig(connection="residual", backbone=backbone, **sizes)
     model = Transformer(config)
     with (
         sdpa_kernel(SDPBackend.MATH),
