@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from attnres import load_run, mixing_matrix
+from attnres.analysis import Mute, intervene
 from attnres.errors import UsageError
 from attnres.look.subject import open_subjects
 from tests.look.conftest import CONNECTIONS
@@ -101,16 +102,25 @@ def test_removal_goes_through_all_sources(client):
     assert client.one("remove", **view(), site=9)["kind"] == "failure"
 
 
-def test_the_continuation_is_that_of_generate(client, runs):
+MUTED = {"kind": "Mute", "source": 1, "tokens": [3, 30]}
+"""At a token of the text, and at one of what follows."""
+
+
+@pytest.mark.parametrize(("told", "changes"), [([], []), ([MUTED], [Mute(1, tokens=[3, 30])])], ids=["plain", "muted"])
+def test_the_continuation_is_that_of_generate(client, runs, told, changes):
     from attnres.generate import generate
 
     run = load_run(runs[1])
-    expected = list(generate(run.model, run.tokenizer.encode(TEXT), 40, temperature=0.8))
-    *drawn, ended = client.ask("continue", **view())
+    ids = run.tokenizer.encode(TEXT)
+    with intervene(run.model, *changes), torch.no_grad():
+        expected = list(generate(run.model, ids, 40, temperature=0.8))
+        likely = run.model(torch.tensor([[*ids, *expected[:-1]]]))[0, len(ids) - 1 :].softmax(-1).max(-1).values
+    *drawn, ended = client.ask("continue", **view(changes=told))
     assert [line["token"]["id"] for line in drawn] == expected and ended["reason"] == "count"
     text = "".join(line["text"] for line in drawn) + ended["text"]
     assert text == run.tokenizer.decode(expected)
-    assert all(0 <= line["likeliest"][0]["probability"] <= 1 for line in drawn)
+    found = [line["likeliest"][0]["probability"] for line in drawn]
+    assert found == pytest.approx(likely.tolist(), abs=1e-6)
     *drawn, ended = client.ask("continue", **view(text="x" * 94))
     assert ended["reason"] == "context" and len(drawn) == 2  # with more it could not be looked at
 
