@@ -10,6 +10,7 @@ from torch import nn
 
 from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.model import parameter_roles
+from attnres.model.backbones.normed_linear import normed_linear
 from tests.depth import randomise
 
 SMALL = {"vocab_size": 50, "dim": 24, "layers": 3, "heads": 4, "context": 32}
@@ -87,6 +88,78 @@ def test_reads_of_their_own_start_as_one_read_and_train(connection):
     several(tokens).logsumexp(-1).mean().backward()
     assert all(parameter.grad is not None for parameter in several.connection.parameters())
     assert mixing_matrix(several, tokens, per_read=True).shape[2] == 3
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
+def test_of_what_several_reads_normalise_one_tensor_is_kept(precision):
+    """Value and gradients are those of the two modules; for the backward pass h is kept, and 1/rms(h)."""
+    dtype = torch.float32 if precision == torch.bfloat16 else precision  # under autocast
+    norm, linear = nn.RMSNorm(24, 1e-5).to(dtype), nn.Linear(24, 10, bias=False).to(dtype)
+    nn.init.normal_(norm.weight)
+    saved = []
+
+    def results(function):
+        h = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+        saved.clear()
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.numel()), x)[1], lambda x: x),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16),
+        ):
+            y = function(h)
+        weights = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+        return y, *torch.autograd.grad((y * weights).sum(), [h, norm.weight, linear.weight])
+
+    y, *expected = results(lambda h: linear(norm(h)))
+    actual, *gradients = results(lambda h: normed_linear(norm, linear, h))
+    assert sorted(saved) == [15, 24, 240, 360]
+    tolerance = {torch.float64: 1e-12, torch.bfloat16: 2e-2}[precision]
+    for got, other in zip([actual, *gradients], [y, *expected], strict=True):
+        assert got.dtype == other.dtype and (got - other).norm() <= tolerance * other.norm()
+
+
+class Adapted(nn.Module):
+    """As PEFT's LoRA puts one in a projection's place."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.added = base, nn.Linear(base.in_features, base.out_features, bias=False)
+        self.weight = base.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + self.added(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *[
+            ("norm", "hook"),
+            ("q", "pre-hook"),
+            ("up", "backward hook"),
+            ("k", "adapter"),
+            ("gate", "adapter"),
+            ("v", "bias"),
+        ],
+    ],
+)
+def test_of_several_reads_a_changed_module_is_called(name, change):
+    model = Transformer(TransformerConfig(**SMALL, connection="block:reads=qkv-gate-up"))
+    sublayer, tokens = model.sublayers[int(name in ("gate", "up"))], torch.randint(50, (2, 5))
+    part, gradients = getattr(sublayer, name), []
+    before = model(tokens)
+    if change == "hook":
+        part.register_forward_hook(lambda module, read, y: 2 * y + 1)
+    elif change == "pre-hook":
+        part.register_forward_pre_hook(lambda module, read: (read[0] * 2 + 1,))
+    elif change == "backward hook":
+        part.register_full_backward_hook(lambda *_: gradients.append(1))
+    elif change == "bias":
+        part.bias = nn.Parameter(torch.ones(part.out_features))
+    else:
+        setattr(sublayer, name, Adapted(part))
+    after = model(tokens)
+    after.sum().backward()
+    assert gradients or not torch.allclose(after, before)
 
 
 @pytest.mark.parametrize("backbone", ["lab", "llama"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.model.backbones._backbone import Backbone, Context, PreNormed
+from attnres.model.backbones.normed_linear import normed_linear
 from attnres.model.cache import KVCache
 from attnres.model.modelconfig import TransformerConfig
 
@@ -65,7 +66,9 @@ class Attention(PreNormed):
             x = h if normed else self.norm(h)
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
-            q, k, v = self.q(self.norm(h)), self.k(self.norm(h_k)), self.v(self.norm(h_v))
+            q, k, v = (
+                normed_linear(self.norm, linear, read) for linear, read in ((self.q, h), (self.k, h_k), (self.v, h_v))
+            )
         q = rotate(q.unflatten(-1, (self.heads, -1)).transpose(1, 2), context)
         k = rotate(k.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2), context)
         v = v.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
@@ -91,7 +94,7 @@ class MLP(PreNormed):
             x = h if normed else self.norm(h)
             gate, up = self.gate(x), self.up(x)
         else:
-            gate, up = self.gate(self.norm(h)), self.up(self.norm(h_up))
+            gate, up = normed_linear(self.norm, self.gate, h), normed_linear(self.norm, self.up, h_up)
         return self.out(F.silu(gate) * up)
 
 
