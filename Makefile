@@ -75,7 +75,7 @@ release: $(EACH_TORCH:=/ready)
 	$(MAKE) wheel TORCHES=$$(echo $(CURDIR)/.venv-torch-2.*/lib/python3.*/site-packages | tr ' ' :)
 	rm -rf build/elsewhere && mkdir -p build/elsewhere && cp -r tests pyproject.toml build/elsewhere
 	set -e; for venv in $(CURDIR)/.venv-torch-2.*; do \
-	    $(INSTALL) $$venv dist/*manylinux*.whl pytest pytest-timeout hypothesis hyper-connections; \
+	    $(INSTALL) $$venv "$$(echo dist/*manylinux*.whl)[hf,lab]" pytest pytest-timeout hypothesis hyper-connections fla-core; \
 	    cd build/elsewhere; export CXX=false; \
 	    $$venv/bin/python -c 'from attnres.ops import cpu; assert cpu.load()'; \
 	    $$venv/bin/python -m pytest tests/ops tests/connections; cd ../..; \
@@ -131,7 +131,7 @@ endef
 	rm -rf $(@D)
 	$(call TORCH,2.11.0)
 	$(INSTALL) $(@D) --resolution lowest-direct --editable '.[eval,gpu,hf,lab,look,tensorboard]'
-	$(INSTALL) $(@D) pytest pytest-timeout hypothesis hyper-connections fla-core
+	$(INSTALL) $(@D) pytest pytest-timeout hypothesis hyper-connections fla-core peft
 	touch $@
 
 .venv-torchtitan/ready: pyproject.toml tests/torchtitan/without_cuda.py

@@ -30,6 +30,7 @@ def test_what_cannot_be_built_is_one_line_and_plain_pytorch(monkeypatch, caplog,
     monkeypatch.delenv("ATTNRES_MARCH", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, str(tmp_path / value) if name == "XDG_CACHE_HOME" else value)
+    monkeypatch.setattr(cpu, "SHIPPED", tmp_path)  # as if the package were no wheel
     monkeypatch.setattr(cpu, "load", cpu.load.__wrapped__)
     with caplog.at_level("WARNING", "attnres"):
         assert backends._prepare.__wrapped__("cpu") == "reference"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,11 @@ PARAMETER_BYTES = 4096
 
 
 def test_the_kernels_in_the_interpreter():
+    if version("triton") < "3.7" and version("numpy") >= "2.4":
+        pytest.skip("Triton 3.6's interpreter needs numpy before 2.4")
+    ignored = "ignore:Conversion of an array:DeprecationWarning"  # Triton 3.6's own
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", here / "interpreted.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", ignored, here / "interpreted.py"],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
         cwd=here.parents[1],
         capture_output=True,

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -278,5 +279,9 @@ TORCH_LIBRARY_FRAGMENT(attnres, m) {
 
 }  // namespace attnres
 
-// What std::shared_ptr would ask of glibc from 2.32 on. With this here a wheel loads where glibc is older, too.
+// What the headers would ask of newer libraries. With this here a wheel loads where these are older, too:
+// std::shared_ptr of glibc from 2.32 on, and torch 2.11 of libstdc++ from GCC 11 on.
+#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11
+template std::string std::stringbuf::str() const&;
+#endif
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
