@@ -20,7 +20,7 @@ LONG = 4
 """A block of so many sites is a tile."""
 TILE = 8
 """Shorter blocks are joined to tiles of at least so many sites. For Full, narrow steps with 8 took 4% less time than
-with 4 on two AVX2 cores, and gradients less memory; with 12 they took more."""
+with 4 on two AVX2 cores, and peak memory was lower; with 12 they took longer."""
 FEW = 16
 """Of so many tokens, without gradients, a site reads all its sources by itself: an engine that decodes a batch."""
 
